@@ -49,15 +49,17 @@ SHORT_BUCKETS = (48, 64, 320, 512)
 # Rows. What a sequence of a large short graph may have, on average over the frame. Untuned.
 MAX_MEAN_SHORT_ROWS = 8
 # Rows. Sizes of graphs for frames of prompts alone, which have an attention kernel of their own. The kernel
-# needs 2,048 rows to fill an H100 (measured). The sizes are so close that every larger frame fills MIN_FULL
-# of one of them, because the host took 25 to 60 ms for such a frame without a graph (1.5B, H200).
+# needs 2,048 rows to fill an H100 (measured). The sizes are so close that every frame of more than 512 and at
+# most 2,048 rows fills MIN_FULL of its graph, because the host took 25 to 60 ms for such a frame without a
+# graph (1.5B, H200).
 PROMPT_BUCKETS = (512, 768, 1024, 1536, 2048)
 PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
 MIN_FULL = 2 / 3
-# Rows. Size of the frame for which the kernels of frames without a graph are compiled: those of prompts,
-# where prompts have no graphs, and those whose pages the tables of a graph cannot hold. Untuned.
+# Rows. Maximum size of the frame that is run to compile the kernels of frames without a graph. Such frames
+# are large frames of prompts over layers that have no graphs for prompts alone, and frames with more pages
+# than the tables of a graph hold. Untuned.
 UNCAPTURED_ROWS = 1152
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
@@ -491,7 +493,8 @@ class _CapturedStep:
     size: Length of the tables, in int32 numbers.
     device: The device of the graph.
     vocabulary: Number of tokens of the vocabulary.
-    start: Launches the graph on its device, for the tables that were sent last. It may be launched again.
+    start: Function that launches the graph on its device, for the tables that `send` has copied last. It may
+        be called several times. The current device of the caller does not matter.
     """
 
     def __init__(
@@ -525,13 +528,17 @@ class _CapturedStep:
         else:
             self._tables = frame_tables(decoder, kv, rows, kind == "short", hidden)
         self._moves = MAX_GRAPH_MOVES if rows >= MIN_ROWS_WITH_MOVES else 0
-        # Moves, tokens, positions and slots of a frame that has no rows and moves nothing, as `Staging.send`
-        # lays them out. It is never written to.
+        # The array with moves, tokens, positions and slots of a frame that has no rows and moves nothing,
+        # laid out as `Staging.send` does. `fill` copies it, and nothing writes to it.
+        #
+        #     graph of 2 rows, which moves nothing -> [0 0 . . | 0 0 . . | -1 -1 . .], starts 0, 4 and 8
+        #     graph of 16 rows -> [64 sources, 64 targets | 16 tokens | 16 positions | 16 slots],
+        #     starts 128, 144 and 160
         no_slots = np.full(rows, -1, np.int32)
         nothing = np.zeros_like(no_slots)
         self._no_rows = joined([np.full((2, self._moves), -1, np.int32), nothing, nothing, no_slots])
-        # Where tokens, positions and slots begin in these tables.
-        self._firsts = range(aligned(2 * self._moves), len(self._no_rows), aligned(rows))
+        # Where tokens, positions and slots begin in this array.
+        self._starts = range(aligned(2 * self._moves), len(self._no_rows), aligned(rows))
         self._walked = kv if isinstance(kv, WalkedPages) else None
         self._walk_room = walks = self._walked.table_sizes(rows) if self._walked else None
         own_shapes = (2, self._moves), (rows,), (rows,), (rows,), *(walks.shapes if walks else ())
@@ -595,10 +602,11 @@ class _CapturedStep:
         """Return the tables of a frame, int32, which are the same on all devices; None if the frame does not
         fit.
 
-        The first array holds moves, tokens, which `send` fills in, positions, and slots. Tables of gated
-        delta layers follow, if there are any, then attention's tables. Moves after the frame's own are -1,
-        and so are all moves if they do not fit the graph's table; rows after the frame's own have slot -1.
-        The frame must not have more rows than the graph.
+        The first array holds the moves, the tokens, the positions and the slots, in this order. `send` fills
+        in the tokens. The tables of gated delta layers follow, if there are any, and then those of attention.
+        Moves after the frame's own are -1. If the frame has more moves than the graph's table holds, all of
+        them are -1, and `send` does the moves. Rows after the frame's own have slot -1. The frame must not
+        have more rows than the graph.
 
         rows: The frame as this range receives it: tokens or hidden states, positions, slots, spans, moves.
         """
@@ -616,7 +624,7 @@ class _CapturedStep:
             walk = parts
         numbers = self._no_rows.copy()
         count = len(rows.positions)
-        _, positions, slots = self._firsts
+        _, positions, slots = self._starts
         numbers[positions : positions + count] = rows.positions
         numbers[slots : slots + count] = rows.slots
         moves = rows.moves
@@ -631,19 +639,19 @@ class _CapturedStep:
     ) -> None:
         """Copy the tables of a frame to the device.
 
-        `filled.numbers[0]` receives the tokens if the range begins with the embedding. KV moves that do not
-        fit the graph's table are done first.
+        `filled.numbers[0]` receives the tokens if the range begins with the embedding and the host has them.
+        If the frame has more KV moves than the graph's table holds, they are done first.
 
         entry: Tokens or hidden states; None if this device is not where the rows enter. Tokens may be a
-            tensor on the device.
+            tensor on the device, which is copied after the tables.
         filled: The frame with its tables.
-        staging: The pinned buffer through which this device's tables are copied.
+        staging: The buffers through which this device's tables are copied.
         """
         if entry is not None and self._hidden is not None:
             self._hidden[: len(entry)] = torch.as_tensor(entry)
         elif entry is not None and not isinstance(entry, Tensor):
-            first = self._firsts[0]
-            filled.numbers[0][first : first + len(entry)] = entry
+            start = self._starts[0]
+            filled.numbers[0][start : start + len(entry)] = entry
         moves = filled.rows.moves
         if len(moves) > self._moves:
             self._kv.move(moves)

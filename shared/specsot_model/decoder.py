@@ -508,13 +508,15 @@ class Decoder:
         return hidden, features.total() if isinstance(features, PartSums) else features
 
     def _add_tap(self, hidden: Tensor, tap: Tap, features: Tensor | PartSums | None) -> Tensor | PartSums:
-        """Return the features plus the product of the hidden states and a tap's weight. For layers in CUDA
-        graphs, this takes fewer kernels than a product and an addition of PyTorch.
+        """Return the features plus the product of the hidden states and a tap's weight.
 
-        hidden: [rows, H], the input of the tapped layer.
-        tap: The tap's weight, as `hold_tap` returned it.
-        features: What this method returned for the tap before, or the features of earlier ranges [rows, Hd];
-            changed in place. None means zero.
+        hidden: [rows, H], the input of the tapped layer, or the output of the last layer.
+        tap: The tap's weight [Hd, H], as `hold_tap` returned it.
+        features: What this method returned for the previous tap, or the features of earlier ranges
+            [rows, Hd]. They are changed in place. None: the sum begins with this tap.
+
+        For layers that CUDA graphs can capture, the product and the addition take fewer kernels than with
+        PyTorch. In a small step, the result may be `PartSums`, whose `total` is the features.
         """
         if self._fused_blocks and isinstance(tap, Tensor):
             product = row_product(tap, None, self.batch_invariant, self.runs_small_steps)
@@ -654,8 +656,8 @@ class Decoder:
 
     @property
     def captures_logits(self) -> bool:
-        """Tell whether a CUDA graph can capture `logits`: the range holds the lm_head, and there are kernels
-        for it that never wait for the host.
+        """Tell whether a CUDA graph can capture `logits`: the layers are fused, the range holds the lm_head,
+        and there are kernels for the lm_head (`fused_logits`). False with tensor parallelism.
         """
         return bool(self._fused_blocks) and self._lm_head is not None and self._fused_logits is not None
 

@@ -350,20 +350,19 @@ Shapes = Sequence[tuple[int, ...]]
 # kernel once more for addresses with another alignment.
 ALIGNED = 4
 
-
-# Buffers of a `Staging` on a GPU. While the numbers of one buffer are on their way to the device, the host
-# fills the other one. Untuned.
+# Buffers. How many a `Staging` has for a GPU. While the numbers of one buffer are copied to the device, the
+# host fills the other one. Untuned.
 STAGING_BUFFERS = 2
 
 
 class Staging:
-    """Pinned host buffers for asynchronous copies to a device, which are used in turns.
+    """Host buffers for asynchronous copies to a device. Successive copies use the buffers in turns.
 
     A buffer is not written again before the copy of its previous contents has finished.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Allocate the buffers, in pinned memory if the device is a GPU. There is one buffer for a CPU.
+        """Allocate the buffers: STAGING_BUFFERS in pinned memory if the device is a GPU, and one if not.
 
         size: How many int32 numbers each buffer holds.
         device: Device to which the numbers are copied.
@@ -375,7 +374,8 @@ class Staging:
         """Copy arrays to a device in one transfer, one after another, each from an aligned place on.
 
         Numbers of `target` after the last part keep their values. The host waits only until the previous
-        transfer of the same buffer has finished. ValueError is raised if the parts are longer than a buffer.
+        transfer from the same buffer has finished. ValueError is raised if the parts are longer than a
+        buffer.
 
         parts: int32 arrays; together they fit a buffer.
         target: int32 [n], a flat tensor on the device, at least as long as the aligned parts.

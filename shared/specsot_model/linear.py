@@ -203,8 +203,8 @@ def _can_return_sums(device: torch.device) -> bool:
 
 
 class PartSums(NamedTuple):
-    """A product of a small step before the sums over the parts of its inputs are added up. The kernel that
-    reads it adds up the parts, then the bias, and rounds once.
+    """A product of a small step, or the sum of several products, before the sums over the parts of the inputs
+    are added up. The kernel that reads it adds up the parts, then the bias, and rounds once.
 
     sums: fp32 [parts, rows, out], the sums over each part; see `small_products.sum_in_parts`.
     bias: [out], still to be added; None: there is no bias.
@@ -216,7 +216,7 @@ class PartSums(NamedTuple):
     dtype: torch.dtype
 
     def total(self) -> Tensor:
-        """Add up the parts, and return the product [rows, out] in `dtype`."""
+        """Return the product [rows, out] in `dtype`: the parts and the bias are added up by one kernel."""
         from specsot_kernels.gpu.small_products import add_up
 
         return add_up(self.sums, self.sums.new_empty(self.sums.shape[1:], dtype=self.dtype), self.bias)
@@ -362,13 +362,15 @@ class RowProduct:
         return None
 
     def plus(self, earlier: Tensor | PartSums | None, x: Tensor) -> Tensor | PartSums:
-        """Return the product of x plus the sum of earlier products, each [rows, out]. A bias is not added.
+        """Return the sum of the product of x and of earlier products, each [rows, out]. This object must have
+        no bias.
 
-        In a small step, if the inputs of this weight are divided into parts, the result is `PartSums`. So the
-        parts of several products are added up by one kernel, at the end (`PartSums.total`).
+        In a small step, if the inputs of this weight are divided into parts, and `earlier` is no tensor, the
+        result is `PartSums`. Then one kernel adds up the parts of all products at the end (`PartSums.total`).
 
-        earlier: What this method has returned for a weight of the same shape and for as many rows, or a sum
-            [rows, out], contiguous. It is changed in place. None: the sum is zero.
+        earlier: The sum of the earlier products: what this method has returned for a weight of the same shape
+            and for the same number of rows, or a contiguous tensor [rows, out]. It is changed in place. None:
+            there are no earlier products.
         x: [rows, in], in floats.
         """
         from specsot_kernels.gpu import small_products
@@ -474,12 +476,13 @@ def captured_product(
 def row_product(
     weight: Tensor, bias: Tensor | None = None, invariant: bool = False, small_steps: bool = False
 ) -> RowProduct:
-    """Return the form for CUDA graphs of a product in floats.
+    """Return the product of a weight in floats, in the form that CUDA graphs capture: an
+    `InvariantRowProduct` if `invariant`, else a `SmallStepProduct` if `small_steps`, else a `RowProduct`.
 
     weight: [out, in], contiguous.
     bias: [out]; None: no bias is added.
     invariant: True if the product must be batch-invariant.
-    small_steps: True if the product must be a `SmallStepProduct`. Not used if `invariant` is true.
+    small_steps: True if the product must keep the bits of a row in small steps.
     """
     if invariant:
         return InvariantRowProduct(weight, bias)

@@ -482,9 +482,9 @@ def step_bytes(
 
 
 def token_bytes(vocab: int) -> int:
-    """Return the maximum number of bytes that the CUDA graphs of `CapturedTokens` take: the logits of the
-    largest graph, in fp32. The work runs once before it is captured, in memory of its own; hence the factor
-    two.
+    """Return the maximum number of bytes that the CUDA graphs of `CapturedTokens` take: twice the fp32 logits
+    of the largest graph, whose memory the other graphs reuse, and what libraries allocate. The factor two is
+    there because the work runs once before it is captured, in memory of its own.
 
     vocab: Number of token ids.
     """

@@ -43,7 +43,7 @@ class FilledStep:
     rows: the frame's rows.
     steps: the captured graphs of the chosen bucket, one per device.
     numbers: the int32 tables in the order in which they are sent to the device; the first array holds moves,
-        token ids, positions and slots.
+        token ids, positions and slots, see `cuda_graphs._CapturedStep.fill`.
     """
 
     rows: StepRows

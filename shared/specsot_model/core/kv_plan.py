@@ -139,7 +139,8 @@ def plan_frame(table: PageTable, frame: Frame, trees: Sequence[Tree] = ()) -> Kv
     for segment in frame.segments if table.has_policies else ():
         if segment.sequence in table and table.policy(segment.sequence):
             trimmed += table.trim(segment.sequence, base_of(segment))
-    # Most frames open and close no sequence. Even an empty generator takes the host a microsecond.
+    # Most frames neither open nor close a sequence, so no generator is made for those: even an empty one
+    # takes the host a microsecond.
     opened = [open_sequence(table, opening) for opening in frame.openings] if frame.openings else ()
     moves: list[tuple[int, int]] = []
     prunings: list[RowPruning | None] = []
