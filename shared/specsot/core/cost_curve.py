@@ -135,7 +135,7 @@ class CostCurve:
             for tokens, seconds in sorted(observed_seconds.items())
             if (estimated := self.at(tokens))
         }
-        places = [*ratios]
+        sizes = [*ratios]
 
         def ratio(tokens: float) -> float:
             """Return the observed slowdown at the observed point that is nearest to `tokens` in the ratio of
@@ -143,9 +143,10 @@ class CostCurve:
 
             tokens: number of tokens of a point of this curve.
             """
-            # Stages correct their curves in nearly every step, so only the neighbours are compared.
-            place = bisect_left(places, tokens)
-            around = places[max(place - 1, 0) : place + 1]
+            # Stages correct their curves in nearly every step. So only the observed points next to `tokens`,
+            # at most one on each side, are compared: the others are no nearer.
+            place = bisect_left(sizes, tokens)
+            around = sizes[max(place - 1, 0) : place + 1]
             nearest = min(around, key=lambda point: max(point, tokens) / max(min(point, tokens), 1.0))
             return ratios[nearest]
 

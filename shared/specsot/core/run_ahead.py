@@ -29,12 +29,14 @@ from specsot.core.frames import Opening
 # Forward passes. Chosen by measurement: with 64 clients (1.5B, H200), 1, 4 and 8 passes give 11,600, 13,700
 # and 15,500 tokens/s (mean of two rounds).
 MAX_PASSES: Final = 8
-# Seconds. All passes of a frame together take about so long, because a new prompt waits for them, and a
-# client gets their tokens at once. Chosen such that up to 8 sequences get 8 passes and 64 get 5, with or
-# without the features for a paused drafter: their passes take 1.43 to 1.56 and 2.28 to 2.35 ms (1.5B, H200).
+# Seconds. All passes of a frame together take about this long. The time is bounded because a new prompt waits
+# for all passes, and a client gets their tokens at once. Chosen such that up to 8 sequences get 8 passes and
+# 64 get 5, with or without the features for a paused drafter. One pass takes 1.43 to 1.56 ms with up to 8
+# sequences, and 2.28 to 2.35 ms with 64 (1.5B, H200).
 PASSES_SECONDS: Final = 0.012
-# Seconds. A turn of prompts takes about so long at most, and a turn of trees of one pass at least. A plan
-# that has ended has so long to open its branches before frames take several passes. Untuned.
+# Seconds. While prompts and trees take turns, a turn of prompts takes about this long at most. With one pass
+# per frame, the next turn of prompts begins at least this long after the newest frame with prompts. A plan
+# that has ended has this long to open its branches before frames take several passes. Untuned.
 MAX_SECONDS: Final = 0.02
 # Sequences. While at most so many decode, frames have one pass as long as a plan is written or its branches
 # begin, because several passes save little then. Chosen by measurement (lab/results/h200-passes.json): 8
@@ -51,8 +53,8 @@ OPENING_PASSES: Final = 4
 
 
 def num_passes(seconds: float) -> int:
-    """Return how many forward passes a frame takes: as many as take about PASSES_SECONDS, at least 1 and at
-    most MAX_PASSES.
+    """Return how many forward passes a frame takes: the number whose time is nearest to PASSES_SECONDS, at
+    least 1 and at most MAX_PASSES.
 
     seconds: Seconds that one pass takes. 0 if unknown: MAX_PASSES is returned then.
 
