@@ -57,10 +57,6 @@ PROMPT_ROWS = PROMPT_BUCKETS[-1]
 # Fraction of a prompt graph's rows that a frame must fill; otherwise it runs faster without a graph, or in a
 # smaller one. Untuned.
 MIN_FULL = 2 / 3
-# Rows. Maximum size of the frame that is run to compile the kernels of frames without a graph. Such frames
-# are large frames of prompts over layers that have no graphs for prompts alone, and frames with more pages
-# than the tables of a graph hold. Untuned.
-UNCAPTURED_ROWS = 1152
 # KV rows that a graph moves by itself; longer move lists are done before the graph. Untuned.
 MAX_GRAPH_MOVES = 64
 # Rows. Smaller graphs move no KV by themselves: the frames before them seldom leave moves to do. Untuned.
@@ -138,9 +134,10 @@ def _has_prompt_kernel(decoder: Decoder, kv: KVPages) -> bool:
 @inference_mode
 def compile_steps(decoder: Decoder) -> None:
     """Begin to compile in parallel the kernels of all graphs that `CapturedSteps` captures over such layers,
-    and those of frames that run without a graph (`UNCAPTURED_ROWS`). Otherwise all sequences would wait while
-    the first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to wait
-    for the kernels.
+    and those of frames without a graph: large frames of prompts over layers that have no graphs for prompts
+    alone, and frames with more pages than the tables of a graph hold. Otherwise all sequences would wait
+    while the first such frame compiles the kernels: 0.4 s (measured on an H200). `compile_ahead` says how to
+    wait for the kernels.
 
     One layer is enough, because all layers of a range run the same kernels. The only exceptions are kernels
     that also norm the rows for a next layer: a single layer does not run these, so they are run in addition
@@ -162,7 +159,7 @@ def compile_steps(decoder: Decoder) -> None:
     def run_all() -> None:
         """Run what the graphs capture, and a frame without a graph."""
         CapturedSteps(decoder, kv, {}, run_once, BUCKETS, prompt_sizes)
-        _forward(decoder, kv, _different_rows(decoder, min(kv.pages * kv.page_rows, UNCAPTURED_ROWS)))
+        _forward(decoder, kv, _different_rows(decoder, kv.pages * kv.page_rows))
         decoder.run_mlp_between_layers(_different_rows(decoder, 1))
 
     compile_ahead(run_all)
