@@ -18,9 +18,9 @@ PRIOR_TRIALS: Final = 2.0
 DECAY: Final = 0.97
 # Factor. Upper bound of the ratio between the chance of acceptance and the head's probability. Untuned.
 MAX_TRUST: Final = 1.5
-# Fraction. The weight of the newest record in the running mean of what nodes are worth. A record is of one
-# step, or of sampled trees of several steps (`DraftPolicy.keep_sample`); of these, the first records have a
-# larger weight. Untuned.
+# Fraction. The weight of the newest trees in the running means of what nodes are worth. These trees are those
+# of one step, or sampled trees of several steps (`DraftPolicy.keep_sample`). The first sampled trees weigh
+# more, see `DraftPolicy._learn_worth`. Untuned.
 WORTH_WEIGHT: Final = 0.2
 
 
@@ -148,7 +148,8 @@ class TreeWorth:
 
         values: Worth of each candidate, [num_trees, n], at most 1; -inf where a candidate is barred.
         depths: Depth of each candidate, [n], at least 1.
-        weight: Weight of these trees in the running means, at most 1, however many trees there are.
+        weight: Weight of the mean of these trees in the running means, more than 0 and at most 1. The weight
+            does not depend on the number of trees. At 1, the mean of these trees replaces the running means.
 
         Trees that do not reach the deepest level of these trees are left out: those are cut because their
         sequences end soon, and say nothing about other sequences.

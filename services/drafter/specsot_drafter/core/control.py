@@ -79,10 +79,12 @@ class DraftChoice:
         lost too much and is made anew.
     num_choices: Number of choices so far, since the last pause that was longer than a look.
     reuses_left: Number of further steps that may reuse the choice.
-    max_saved: The largest share of time that steps without drafts could save compared with this choice: if
-        they took as little time as is possible, see `DeviceCosts.least_baseline`. The choice counts with its
-        expected tokens per second, or with the mean gain of drafting so far if that is less. 0 if drafts gain
-        in any case, or before the first choice.
+    max_saved: The largest share of the time of steps with this choice, 0 to 1, that steps without drafts
+        could save for the same number of tokens. Steps without drafts count as if they took the fewest
+        seconds that are possible, see `DeviceCosts.min_baseline`. For steps with this choice, the tokens per
+        second are those expected, or those of the mean gain of drafting so far if these are fewer. 0 before
+        the first choice, and if drafts gain even in this comparison. 1 where growth can stop between levels,
+        because the fewest seconds are not known there.
     """
 
     levels: int = 0
@@ -228,8 +230,8 @@ class DraftPolicy(BudgetPolicy):
         self.keep_growing = self.is_deeper_profitable if stepwise else None
         # True if the duration of the last recorded step was known. Steps with prompt tokens are not timed.
         self._timed = True
-        # Groups (`size_group`) of numbers of sequences with which drafting was paused, for a look or for
-        # longer, so that the baseline was measured.
+        # Groups (`size_group`) of numbers of sequences with which drafting was paused at least once, for a
+        # look or for longer. Their baseline counts as measured.
         self._looked = set[int]()
         # The number of finished steps with drafts since the last look or other pause began.
         self._since_look = 0
@@ -243,13 +245,14 @@ class DraftPolicy(BudgetPolicy):
         # Candidates of one tree of each step since the worth was updated last, at most RECENT. All of them
         # have the same depths. Empty where growth can stop between levels.
         self._samples = deque[Candidates](maxlen=RECENT)
-        # The number of such candidates that the worth was updated with so far.
+        # The number of sampled trees that the worth was updated with so far.
         self._num_sampled = 0
         # Number of nodes, without the root, of the largest grown tree that was verified so far.
         self._largest = 0
         # Observations of verified trees, oldest first, that the acceptance rates have not been updated with.
-        # Only the newest 384 are kept, because DECAY leaves less than a ten-thousandth of older ones. With 64
-        # sequences, 3,000 trees return between two choices: such choices took 4 ms on an H200, others 1 ms.
+        # Only the newest 384 are kept, because DECAY leaves less than a ten-thousandth of the weight of older
+        # ones. With 64 sequences, 3,000 trees return between two choices. With the observations of all these
+        # trees, a choice took 4 ms instead of 1 ms on an H200.
         self._returned = deque[tuple[int, Sequence[float], int]](maxlen=HELD_STEPS * RECENT)
 
     def plan_levels(self, num_trees: int, max_levels: int, num_due: int = 0, num_others: int = 0) -> int:
@@ -370,8 +373,8 @@ class DraftPolicy(BudgetPolicy):
         self._learn_worth()
         self.costs.learn()
         sequences = num_trees + self._others
-        # Where levels are launched at once, the choice will be reused for steps in which no sequence is near
-        # its end.
+        # Where levels are launched at once, the choice may have all levels even if every sequence is near its
+        # end, because the choice will be reused for steps in which no sequence is.
         max_levels = max_levels if self._stepwise else self._levels
         each = min(
             self._each,
@@ -415,12 +418,12 @@ class DraftPolicy(BudgetPolicy):
             cheapest = needed[can_gain].min() if can_gain.any() else self._regret.available + 1
             return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
         level, node = np.unravel_index(np.argmax(np.where(allowed, rates, 0.0)), rates.shape)
-        least = self.costs.least_baseline(sequences) if isinstance(self.costs, DeviceCosts) else 0.0
+        min_baseline = self.costs.min_baseline(sequences) if isinstance(self.costs, DeviceCosts) else 0.0
         choice = self._choice
-        # Tokens per second and sequence: as expected of the choice, or as gained so far if that is less.
-        choice.max_saved = max(
-            1 - least * min(float(rates[level, node]) / sequences, self._gain / baseline), 0.0
-        )
+        # Tokens per second of each sequence: as expected from the choice, or as the mean gain so far says if
+        # these are fewer. Steps without drafts write at most 1 / min_baseline.
+        rate_per_sequence = min(float(rates[level, node]) / sequences, self._gain / baseline)
+        choice.max_saved = max(1 - min_baseline * rate_per_sequence, 0.0)
         choice.rate = max(float(rates[level, node]), sequences / baseline)
         choice.extra_steps = float(extra_steps[level, node])
         choice.sure_to_gain = may_borrow and bool(sure_to_gain[level, node])
@@ -448,9 +451,13 @@ class DraftPolicy(BudgetPolicy):
         """Update the worth of nodes with the candidates that `keep_sample` has kept, as if they were of one
         step, and drop these candidates. Nothing happens if there are none.
 
-        Their weight is their share of all candidates so far, at least WORTH_WEIGHT. Choices are made rarely,
-        the first of them after few steps. If the weight were always WORTH_WEIGHT, the single first tree would
-        have a fifth of all weight after eight choices (400 steps of one sequence on an H200).
+        The weight of these trees is their share of all sampled trees so far, but at least WORTH_WEIGHT. The
+        first choices follow each other after a few steps, later ones after dozens. If the weight were always
+        WORTH_WEIGHT, the few trees before the first choices would count for most: after eight updates, the
+        trees of the first update would still have a fifth of all weight. On an H200, one sequence got trees
+        of 4 levels for 300 steps because of that, where 7 levels were better.
+
+            # updates with 1, 1, 3 and 20 trees -> weights 1, 1/2, 3/5 and 20/25
         """
         if self._samples:
             candidates = stacked(self._samples)
@@ -468,18 +475,18 @@ class DraftPolicy(BudgetPolicy):
 
         num_sequences: Number of sequences in the step.
 
-        The first look with about as many sequences is due at once: only a measurement tells how long the host
-        takes for them. An estimate from other numbers of sequences is mostly too low, and then large trees
-        seem to lose.
+        If drafting was never paused with about as many sequences, a look is due at once, because only a
+        measurement tells how long the host takes for steps with so many sequences. An estimate from other
+        numbers of sequences is mostly too low, and then large trees seem to lose.
 
-        Later, a look is due if it loses less time than drafting nothing could have saved since the last
-        pause: the share `max_saved` of the steps with drafts since then, by the last choice for about as many
-        sequences, but at most 2 * REGRET_SHARE of them. 1 baseline step counts as the least loss, so that a
-        look is due after 100 such steps at the earliest. Where drafts gain whatever a look would measure, no
-        look is due.
+        Later, a look is due if its loss is at most the time that steps without drafts could have saved since
+        the last pause. This time is a share of the steps with drafts since then: `max_saved` of the last
+        choice for about as many sequences, but at most 2 * REGRET_SHARE. If `max_saved` is 0, no look is due,
+        because drafts gain whatever the look would measure, or because no choice was made yet.
 
-        The loss of a look is estimated from the mean gain of drafting so far and the extra time of the last
-        first step after a pause.
+        The loss of a look is estimated from the mean gain of drafting so far and the extra time that the last
+        first step after a pause took. The loss counts as at least 1 baseline step, so that a look is due
+        after 100 steps with drafts at the earliest.
 
             # 64 sequences take 7.8 ms with drafts for 3 tokens each, and 2.3 ms or more without drafts
             # -> max_saved = 1 - 3 * 2.3 / 7.8 = 0.12, more than 2 * REGRET_SHARE = 0.01; a look that loses
@@ -487,8 +494,8 @@ class DraftPolicy(BudgetPolicy):
         """
         size = size_group(num_sequences)
         lost = LOOK_STEPS * (1 - 1 / max(self._gain, 1.0)) + self._restart
-        share = min(self._choices[size].max_saved, 2 * REGRET_SHARE)
-        is_due = size not in self._looked or self._since_look * share >= max(lost, 1.0)
+        saved_share = min(self._choices[size].max_saved, 2 * REGRET_SHARE)
+        is_due = size not in self._looked or self._since_look * saved_share >= max(lost, 1.0)
         return self._timed and is_due
 
     def is_deeper_profitable(self, scores: Floats, depth: int) -> int:
@@ -582,15 +589,15 @@ class DraftPolicy(BudgetPolicy):
         candidates: Candidates of the trees of a step, at least one tree. Those that cannot be accepted need
             not be barred.
 
-        Steps take turns: after n steps with drafts since the last look, the tree n modulo the number of trees
-        is kept. If the candidates have other depths than the kept ones, those are dropped, because
-        `_learn_worth` takes all of them to have the same depths. If RECENT candidates are kept, the oldest
-        ones are dropped.
+        The trees take turns: after n steps with drafts since the last pause began, the tree n modulo the
+        number of trees is kept. If the candidates have other depths than the kept ones, the kept ones are
+        dropped, because `_learn_worth` takes all of them to have the same depths. If the candidates of RECENT
+        trees are kept already, those of the oldest tree are dropped.
         """
         if self._stepwise:
             return
-        # Trees that the same graph has grown share the array of their depths. Looking at the arrays' identity
-        # first saves comparing their contents in most steps.
+        # All candidates that the same graph has grown have the same array as `depths`. So in most steps, the
+        # identity of the array suffices, and its contents need not be compared.
         if self._samples and not (
             self._samples[0].depths is candidates.depths
             or np.array_equal(self._samples[0].depths, candidates.depths)
@@ -676,7 +683,8 @@ class DraftPolicy(BudgetPolicy):
         there the mean duration counts, and the mean of only the fastest steps would be too low. The number of
         steps since the last look becomes 0, and the last choice for about as many sequences is not reused. A
         pause that is longer than a look also lets the number of choices for about as many sequences begin
-        with 0 again, so that the next choices are reused for fewer steps. The baseline counts as measured.
+        with 0 again, so that the next choices are reused for fewer steps. From now on, the baseline for about
+        as many sequences counts as measured, see `looks_next`.
         """
         if self.drafting and (self._stepwise or steps > LOOK_STEPS):
             self.costs.forget()
