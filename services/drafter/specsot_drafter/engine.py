@@ -188,7 +188,7 @@ class DraftEngine:
 
     def _common_speculator(self, trees: Sequence[TreeSegment]) -> Speculator | None:
         """Return the speculator that drafts for all sequences of these segments. Return None if a sequence is
-        unknown, if they have different speculators, or if there are no segments.
+        unknown, if two sequences have different speculators, or if there are no segments.
 
         trees: Tree segments of a frame.
         """

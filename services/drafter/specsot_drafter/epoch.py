@@ -51,11 +51,11 @@ class DrafterEpoch:
     deadline: Deadline
     pending: list[Features] = field(default_factory=list[Features])
     failure: SpecsotError | None = None
-    # The context of `keep_failure`, which has no state of its own.
+    # The context that every call of `keep_failure` returns. It has no state of its own.
     _kept_failure: KeptFailure = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make the context of `keep_failure` once, because every step enters it three times."""
+        """Make the context of `keep_failure` once, because a step may enter it four times."""
         self._kept_failure = KeptFailure(self)
 
     def observe_and_draft(self, batches: Sequence[Features]) -> FinishedDrafts:
@@ -113,7 +113,8 @@ class DrafterEpoch:
 @value
 class KeptFailure:
     """The context of `DrafterEpoch.keep_failure`. It is a class, because a generator with
-    `contextlib.contextmanager` would take the host twice as long, and every step enters three such contexts.
+    `contextlib.contextmanager` would take the host twice as long, and a step may enter it four times: to
+    launch the growth, to select nodes, to observe features and to finish the drafts.
 
     epoch: The epoch that keeps the error.
     """

@@ -296,8 +296,8 @@ class Speculator:
         ahead = None if self._blends else self._async_growth
         if ahead is None:
             return None
-        # Numbers of tokens that the sequences may write after their roots. If no sequence may write more than
-        # the bonus token, roots suffice.
+        # For each sequence, the number of tokens that it may write after the root of its next tree. If no
+        # sequence may write more than the bonus token, roots suffice.
         remaining = [sequence.end - num_committed - 1 for sequence, num_committed in sequences]
         if max(remaining, default=0) <= 1:
             return None

@@ -56,8 +56,9 @@ class Candidates:
         return Candidates(self.tokens[::step], self.scores[::step], self.parents[::step], self.depths)
 
     def only(self, tree: int) -> Candidates:
-        """Return the candidates of one tree, as arrays of one row: tokens, scores and parents [1, n]. The
-        arrays are copies, so that they may be kept, except the depths.
+        """Return the candidates of one tree, as arrays of one row: tokens, scores and parents [1, n]. These
+        three arrays are copies, so that they stay as they are if the arrays of this object are overwritten.
+        `depths` is the array of this object.
 
         tree: Index of the tree, 0 .. len(self) - 1. An index beyond the last tree gives arrays of no row.
         """
@@ -316,14 +317,17 @@ def build_trees(candidates: Candidates, roots: Sequence[int], chosen: Flags) -> 
 
 
 class ChosenNodes(NamedTuple):
-    """The nodes of B trees that a device has selected from their candidates, roots left out.
+    """The nodes of B trees that a device has selected from their candidates, roots left out. All trees have
+    the same number k of nodes.
 
-    nodes: For each tree, the token ids of its nodes and the node numbers of their parents: two lists with an
-        entry for each node, in the order of the candidates. Node 0 is the root.
-    masses: For each tree, the head's probability of its nodes, summed per depth: a list with an entry for
-        each level of the candidates.
+    nodes: For each tree, two lists with an entry for each node, in the order of the candidates: [B][2][k].
+        The first list has the token ids of the nodes, the second one the node numbers of their parents. Node
+        0 is the root, and the first entry is node 1.
+    masses: For each tree, the head's probability of its nodes, summed per depth: [B][levels], with an entry
+        for each level of the candidates.
 
-        # candidates [a b c d] with parents [0 0 1 3], of which a, c and d are chosen -> parents [0 1 2]
+        # candidates [a b c d] with parents [0 0 1 3], of which a, c and d are chosen as nodes 1, 2 and 3
+        # -> nodes of the tree [[a c d] [0 1 2]]
     """
 
     nodes: list[list[list[int]]]

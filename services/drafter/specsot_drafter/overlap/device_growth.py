@@ -78,7 +78,7 @@ class DeviceGrowth(AsyncGrowth):
         if sequence in self.observed:
             return False
         self.observed.add(sequence)
-        # No batch begins at the row of NOWHERE.
+        # An unknown sequence has the row of NOWHERE, at which no batch begins.
         row = self.places.get(sequence, NOWHERE)[1]
         return (
             row == feature_batch.start
@@ -114,7 +114,7 @@ class DeviceGrowth(AsyncGrowth):
     def candidates_for(self, due: Sequence[DueRows]) -> Candidates | None:
         """Wait for the candidates, and return one row for each sequence, in the order of `due`. Return None,
         and discard the growth, if the device accepted other tokens than the host for any of them. The arrays
-        may be views of a buffer that the next growth overwrites.
+        may be views of a buffer that the next run of the same graph overwrites.
 
         due: The result of `take`: the rows of accepted tokens of each sequence, by the host's result.
         """
@@ -170,12 +170,13 @@ def verified_numbers(trees: FrameTrees) -> Numbers | None:
 
     trees: The trees in the order of the frame. At least one.
 
-    The result is one int32 array with the last three fields of `VerifiedTrees`, each from an aligned place
-    on, as `views` lays them out: trees [4, num_trees], tokens [num_nodes] and parents [num_nodes]. One array
-    takes the host less time than three. The first field is the result of `page_windows`.
+    The result is one int32 array with the last three fields of `VerifiedTrees`, one after the other: trees
+    [4, num_trees], tokens [num_nodes] and parents [num_nodes]. Each begins at an aligned place, as `views`
+    assumes. One array takes the host less time than three. The first field of `VerifiedTrees`, `windows`, is
+    the result of `page_windows`.
 
         # trees [r a] and [s]: first rows 0 and 2, 2 and 1 nodes, first due rows 8 and 5, columns 8 and 5
-        # -> [0 2 | 2 1 | 8 5 | 8 5] [r a s -] [0 0 0]
+        # -> [0 2 | 2 1 | 8 5 | 8 5] [r a s 0] [0 0 0]; the number after s is padding
     """
     grown = [segment.tree for segment in trees.segments]
     tokens = [tree.tokens for tree in grown]
@@ -184,6 +185,7 @@ def verified_numbers(trees: FrameTrees) -> Numbers | None:
     if num_nodes > MAX_VERIFIED_ROWS:
         return None
     first_nodes = accumulate(counts[:-1], initial=0)
+    # `trees` needs no padding after it, because it has 4 numbers per tree, and ALIGNED is 4.
     padding = (0,) * (aligned(num_nodes) - num_nodes)
     parents = [tree.parents for tree in grown]
     numbers = chain(first_nodes, counts, trees.firsts, trees.columns, *tokens, padding, *parents)

@@ -81,9 +81,10 @@ class DeviceChoice(OverlappedWork):
             self._failure = error
 
     def take(self) -> ChosenNodes | None:
-        """Wait for the device and return the selected nodes of all trees.
+        """Wait for the device and return the selected nodes of all trees, in the order of `sequences`.
 
-        Return None if `choose` was not called. Raises the error that `choose` met.
+        Return None if `choose` was not called, or if the nodes were taken before. Raises the error that
+        `choose` met.
 
         After an error, no state changes.
         """
@@ -117,16 +118,18 @@ class TreeChooser:
         self._trust = factors.view(torch.float32)
         self._staging = Staging(len(self._numbers), device)
         self._ranks = self._numbers.new_zeros(trees * candidates)
-        # The outputs `chosen` and `masses` of the kernel, see `ChoiceNumbers`; and their copy on the host.
+        # `_outputs` receives the outputs `chosen` and `masses` of the kernel, see `ChoiceNumbers`. `_host`
+        # receives a copy of them on the host.
         self._outputs = self._numbers.new_zeros(size_of(_output_shapes(trees, MAX_CHOSEN_NODES - 1, levels)))
         self._host = torch.empty(self._outputs.shape, dtype=torch.int32, pin_memory=on_gpu)
         # The places and factors that were sent last. Those of the next selection are mostly the same, and are
         # not sent again then.
         self._sent: tuple[tuple[int, ...], list[float]] = ((), [])
         self._copied = torch.Event(device, enable_timing=False) if on_gpu else None
-        # The last selection, which the next one mostly resembles, and what it was prepared for: the sizes,
-        # and the identities of the candidates and of the tensors that are written.
+        # What the last selection was prepared for: the sizes, and the identities of the candidates and of the
+        # tensors that are written. Empty before the first call of `choose`.
         self._prepared_for: tuple[int, ...] = ()
+        # The last selection, which is made again if the next one has the same sizes and objects, as mostly.
         self._prepared: _PreparedChoice
 
     def warm_up(self, grown: GrownPool) -> None:
@@ -147,8 +150,9 @@ class TreeChooser:
         rows: Tensors of the next step that get tokens, positions and ancestors of the nodes.
         vocabulary: Number of token ids of the base model.
 
-        Factors for depths beyond the chooser's levels are ignored. The launch of the kernel is prepared anew
-        if the sizes, the candidates or the tensors are others than those of the last selection.
+        Summands of `choice.trust` for depths beyond the chooser's levels are ignored. The launch of the
+        kernel is prepared anew if the sizes, the candidates or the tensors are others than those of the last
+        selection.
         """
         trees = len(choice.places)
         numbers = choice.places, choice.trust.tolist()
@@ -158,7 +162,8 @@ class TreeChooser:
             trust = np.zeros(self._levels, np.float32)
             places[:trees], trust[: len(choice.trust)] = choice.places, choice.trust[: self._levels]
             self._staging.send([places, trust.view(np.int32)], self._numbers)
-        # The prepared selection refers to these objects, so that no other object gets their identities.
+        # Identities can stand for objects here: the prepared selection keeps its objects alive (`owners`), so
+        # that no new object gets the identity of one of them.
         wanted = trees, choice.nodes, vocabulary, id(choice.grown), *map(id, rows)
         if wanted != self._prepared_for:
             self._prepared = self._prepare(trees, choice.nodes - 1, choice.grown, rows, vocabulary)
@@ -172,7 +177,8 @@ class TreeChooser:
     def _prepare(
         self, trees: int, nodes: int, grown: GrownPool, rows: TreeRows, vocabulary: int
     ) -> _PreparedChoice:
-        """Return a selection that can be made again and again.
+        """Return what `choose` needs to launch the kernel with these sizes and tensors, for any number of
+        steps.
 
         trees: Number of trees of the selection.
         nodes: Number of nodes of each tree, without its root.
@@ -199,20 +205,23 @@ class TreeChooser:
         )
 
     def read(self) -> ChosenNodes:
-        """Wait for the last selection, and return its nodes. `choose` must have been called."""
+        """Wait for the last selection, and return its nodes as lists, which later selections do not change.
+        `choose` must have been called.
+        """
         if self._copied:
             wait_for(self._copied)
         return ChosenNodes(self._prepared.chosen.tolist(), self._prepared.masses.tolist())
 
 
 class _PreparedChoice(NamedTuple):
-    """A selection that `TreeChooser` makes for many steps.
+    """What `TreeChooser` needs to make the same selection for many steps. All arrays are views of the
+    chooser's buffers, which every selection overwrites.
 
     choose_rows: Launches the kernel, see `prepare_choose_rows`.
-    outputs: The kernel's outputs on the device, one after the other, see `_output_shapes`.
-    host: Their copy on the host.
-    chosen: The output `chosen` in that copy.
-    masses: The output `masses` in that copy.
+    outputs: The kernel's outputs on the device, one after the other, see `_output_shapes`. int32.
+    host: The memory on the host to which `outputs` is copied.
+    chosen: The output `chosen` in `host`, int32 [trees, 2, nodes].
+    masses: The output `masses` in `host`, fp32 [trees, levels].
     owners: The candidates, and the tensors that are written, which must live as long as the selection.
     """
 
@@ -225,7 +234,8 @@ class _PreparedChoice(NamedTuple):
 
 
 def _output_shapes(trees: int, nodes: int, levels: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the outputs of the kernel, which lie in one buffer; see `ChoiceNumbers`.
+    """Return the shapes of the kernel's outputs `chosen` and `masses`, which lie in one buffer in this order;
+    see `ChoiceNumbers`.
 
     trees: Number of trees of the selection.
     nodes: Number of nodes of each tree, without its root.

@@ -226,7 +226,8 @@ class TreeGraphs:
             )
             for size in sizes
         }
-        # The smallest graph that has room, by every number of trees and of levels for which a graph has.
+        # The smallest graph that has room, by (number of trees, number of levels). The table has all numbers
+        # up to those of the largest graph; for larger ones there is no graph.
         self._graph_for = {
             (many, deep): self._graphs[bucket_of(many, trees) or 0, bucket_of(deep, self._levels) or 0]
             for many in range(1, max(trees) + 1)
@@ -504,8 +505,9 @@ class _TreeGraph:
         )
         # What the device accepted, in the same buffer.
         self._host_accepted: Numbers = self._host[self._pooled :].view(trees, -1).numpy()
-        # The results of `_read_async_candidates`, by number of trees. Making these views takes the host
-        # longer than reading what a step needs of them.
+        # The results of `_read_async_candidates`, by number of trees: views of the first trees in the buffer.
+        # They are made once, because making them takes the host longer than reading what a step needs of
+        # them.
         host = self._host_pool
         self._async_results = {
             many: (
@@ -525,8 +527,8 @@ class _TreeGraph:
         # The tables of asynchronous growth that lie in the buffer of the device. None: none lie there, as
         # nothing was sent yet, or `begin` has overwritten them.
         self._sent_tables: Numbers | None = None
-        # The layout of the trees that were verified last in the buffer: the index at which they begin, the
-        # number of trees and how many numbers describe them, which differs for each number of nodes.
+        # Where the trees that were verified last lie in the buffer: the index at which they begin, the number
+        # of trees, and the length of `verified_numbers`, which is different for every number of nodes.
         self._verified_at = (0, 0, 0)
         # Launches the verification of trees with that layout (`AcceptRows`). Set by the first verification.
         self._accept_rows: Callable[[Tensor, Tensor, int], None]
@@ -574,7 +576,7 @@ class _TreeGraph:
         numbers = verified_numbers(trees)
         if tables is None or numbers is None:
             return False
-        # As many trees with as many nodes lie at the same addresses as those of the step before.
+        # With the same numbers of trees and nodes, the trees lie at the same addresses as in the step before.
         place = len(tables), len(trees.segments), len(numbers)
         if place != self._verified_at:
             from specsot_kernels.gpu.accepting import prepare_accept_rows
@@ -676,7 +678,8 @@ class _TreeGraph:
     def _run(self) -> None:
         """Launch the graph, which ends with the copy of its results to the host.
 
-        On a GPU, the host does not wait for the graph; `_read_candidates` does.
+        On a GPU, the host does not wait for the graph here, but in `_read_candidates` or in
+        `_read_async_candidates`.
         """
         self._replay()
         if self._read_back:
@@ -701,8 +704,8 @@ class _TreeGraph:
 
     def _grow_trees(self) -> Tensor:
         """Compute the due rows, grow level by level, and copy the results to the host. Return the flat int32
-        buffer with the candidates, see `_pool`. This function is what the graph captures. The graph includes
-        the copy, because a launch of its own would take the host 8 us in each step.
+        buffer on the device with the candidates, see `_pool`. This function is what the graph captures. The
+        graph includes the copy, because a separate launch of the copy would take the host 8 us in each step.
 
         A node whose cumulative log-probability is below the floor is barred from being fed further.
         """

@@ -30,7 +30,8 @@ class ChosenTrees(DeviceTrees, Protocol):
         ...
 
     def take(self) -> ChosenNodes | None:
-        """Wait for the device and return the selected nodes of all trees, in the order of the candidates.
+        """Wait for the device and return the nodes that it has selected, tree by tree in the order of
+        `sequences`.
 
         Return None if the device was never asked to select, that is, if no step used these trees.
         """
@@ -113,7 +114,8 @@ class Proposer(ABC):
         growth that `start_growth` has launched, those that grammars forbid are not barred; call
         `bar_forbidden` for that.
 
-        The device may be computing until that function is called. Until then, call no other method.
+        The device may be computing until that function is called. Until then, call no other method. The
+        arrays of the candidates may be overwritten by the next growth, so copy what must stay longer.
         """
         return partial(self.propose, sequences, levels, keep_growing)
 

@@ -254,7 +254,7 @@ class EagleProposer(TreeProposer):
         """
         followed = [self._followed.get(tree.sequence) for tree in trees]
         known = self._are_known(followed, trees)
-        # Mostly all rows are complete and no prompt is being processed.
+        # In most steps, all rows are complete and no prompt is being processed.
         if known and not self._without_root:
             return True
         # Sequences whose rows are complete have no due rows, so they are not looked at.
