@@ -1,4 +1,4 @@
-"""Records events on GPUs, and counts the seconds for which each thread of this process waits for them.
+"""Records events on GPUs, and counts the seconds for which each thread of this process waits for events.
 
 More work for the GPU makes a step longer only if the host waits for that work. So the draft policy must know
 for how many seconds of a step the host waited. Only waits by `wait_for` are counted. A wait within
@@ -19,10 +19,10 @@ _waits = threading.local()
 def record_on(event: torch.Event, device: torch.device) -> None:
     """Record an event on the calling thread's current stream of a GPU.
 
-    For the current GPU, torch finds the stream without making a Python object of it, which takes the host
-    longer than recording the event.
+    Asking torch for the current stream makes a Python object, which takes the host longer than recording the
+    event. For the current GPU, torch finds the stream without such an object.
 
-    event: An event of the device type "cuda", which has been recorded on no other GPU.
+    event: An event of the device type "cuda". It must not have been recorded on another GPU.
     device: The GPU, with its index.
     """
     if device.index == torch.cuda.current_device():

@@ -120,9 +120,10 @@ class ChoiceNumbers(NamedTuple):
     ranks: int32 [trees, n]: scratch, overwritten: each candidate's node number in the tree, 0 if it is not
         chosen.
     chosen: int32 [trees, 2, nodes - 1]: output, the tokens of the chosen candidates in node order, and the
-        node numbers of their parents.
-    masses: fp32 [trees, levels]: output, the probability of the chosen candidates, summed per depth. As many
-        levels as the candidates have.
+        node numbers of their parents. `nodes` is the number of nodes of a tree, root included.
+    masses: fp32 [trees, levels]: output, the probability of the chosen candidates, which is the exponential
+        of their scores, summed per depth. `levels` is the number of levels of the candidates here; `trust`
+        may have more.
     """
 
     places: Tensor

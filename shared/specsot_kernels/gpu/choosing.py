@@ -26,11 +26,13 @@ from specsot_kernels.growing import WORD, CandidatePool, ChoiceNumbers, TreeRows
 def prepare_choose_rows(
     pool: CandidatePool, numbers: ChoiceNumbers, rows: TreeRows, nodes: int, vocabulary: int
 ) -> Callable[[], None]:
-    """Return a function that writes the rows of all trees, `nodes` rows for each tree, tree after tree.
+    """Return a function that chooses the nodes of all trees and writes their rows, tree after tree: `nodes`
+    rows for each tree, its root first.
 
     The selections of many steps lie in the same arrays. So the addresses, types and alignments of these
     arrays, which a launch needs, are looked up here once. The function may be called again after the contents
-    of the arrays have changed. It launches the kernel without waiting for it.
+    of the arrays have changed. If one of them lies at another address or has another shape, prepare another
+    function. The function launches the kernel without waiting for it.
 
     The root's row must have been written before the call; its position determines those of the other nodes. A
     candidate's value is its score plus the trust of its depth, at most 0. The `nodes` - 1 candidates with the
@@ -41,8 +43,8 @@ def prepare_choose_rows(
     numbers: which trees, and the arrays in which nodes are chosen; see `ChoiceNumbers`.
     rows: the rows that are written.
     nodes: number of nodes of each tree, its root included.
-    vocabulary: number of token ids. A negative id is written as 0, and one beyond the vocabulary as the last
-        id.
+    vocabulary: number of token ids. In `rows.tokens`, a negative id is written as 0, and one beyond the
+        vocabulary as the last id. `numbers.chosen` receives the ids of the candidates as they are.
 
     Raises AssertionError if the trees have more nodes than a root and all candidates, or more than 2 * WORD.
 
@@ -101,7 +103,8 @@ def _choose(
     ranks: int32 [trees, n], scratch: receives each candidate's node number, 0 if it is not chosen.
     chosen: int32 [trees, 2, nodes - 1], receives the tokens of the chosen candidates in node order, and the
         node numbers of their parents.
-    masses: fp32 [trees, levels], receives the probability of the chosen candidates, summed per depth.
+    masses: fp32 [trees, levels], receives the probability of the chosen candidates, summed per depth. The
+        probability of a candidate is the exponential of its score.
     pool_stride: elements from one tree to the next in the pool's tokens and parents.
     score_stride: elements from one tree to the next in the pool's scores.
     candidates: number of candidates of a tree.

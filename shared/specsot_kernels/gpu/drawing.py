@@ -48,17 +48,18 @@ def choose_tokens(
         key. A top_p of 1 and a min_p of 0 cut nothing, and neither does a top_k of at least V. Empty: argmax
         in every row.
     meanwhile: work that the host does while the device computes. On a GPU, it is called before the wait, with
-        the tokens on the device: int32 [rows], negative for None; it must not call `choose_tokens` itself. On
-        a CPU it is not called. None: nothing is called.
+        the tokens on the device: int32 [rows], negative for None; it must not call `choose_tokens` or
+        `read_tokens` itself, because the tokens that these copy to the host could overwrite the present ones.
+        On a CPU it is not called. None: nothing is called.
     """
     return read_tokens(choose_on_device(logits, settings), meanwhile)
 
 
 def read_tokens(tokens: Tensor, meanwhile: Callable[[Tensor], None] | None = None) -> list[int | None]:
-    """Return tokens that a device has chosen; None in place of negative numbers. The host waits for the
-    device once.
+    """Return tokens that `choose_on_device` has chosen; None in place of negative numbers. The host waits for
+    the device once.
 
-    tokens: int32 [rows].
+    tokens: int32 [rows], on any device.
     meanwhile: work that the host does while the device computes; see `choose_tokens`.
     """
     if meanwhile is not None and tokens.is_cuda:
@@ -76,8 +77,8 @@ def read_tokens(tokens: Tensor, meanwhile: Callable[[Tensor], None] | None = Non
 
 class _HostTokens:
     """Pinned memory into which the tokens of one GPU are copied, and the event after which they can be read.
-    Every call of `choose_tokens` uses the same memory and event, because making them takes the host longer
-    than a copy. The tokens of one copy must be read before the next copy starts.
+    All calls of `read_tokens` with a `meanwhile` on one thread use the same memory and event, because making
+    them takes the host longer than a copy. The tokens of one copy must be read before the next copy starts.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -284,8 +284,9 @@ def launch(
     if compiled is not None:
         driver: Any = triton.runtime.driver.active
         stream = driver.get_current_stream(driver.get_current_device())
-        # `compiled[grid]` launches in the same way, but it also makes a dictionary and calls the hooks of
-        # profilers for each launch, even if there are none.
+        # `compiled[grid]` launches in the same way. But for each launch it also makes a dictionary for
+        # profilers and calls their lists of hooks, even if these are empty. Here, the three None stand for
+        # the dictionary and the two lists.
         compiled.run(
             *(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None),
             *(*addresses, *arguments[len(addresses) :]),
@@ -297,16 +298,17 @@ def launch(
         _compiled[key] = launched
 
 
-# Numbers of specializations, see `kind_of`.
+# The number of each part of a specialization for which `kind_of` was asked. Nothing is ever removed.
 _kinds: dict[tuple[Any, ...], int] = {}
 
 
 def kind_of(*specialization: Any) -> int:
-    """Return a number that stands for a part of a `launch` specialization: the same number for equal parts.
-    A prepared launch asks for it once, because hashing a long specialization takes the host longer than
-    hashing a number.
+    """Return a number that stands for a part of a `launch` specialization: the same number for equal parts,
+    and different numbers for different parts. A launch that is prepared for many steps asks for the number
+    once and uses it as its specialization, because hashing the part itself in each launch would take the host
+    longer.
 
-    specialization: what may differ between launches, see `launch`.
+    specialization: the part: what may differ between launches, see `launch`.
     """
     return _kinds.setdefault(specialization, len(_kinds))
 

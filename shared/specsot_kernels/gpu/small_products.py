@@ -165,13 +165,14 @@ def multiply_small(
 
 
 def add_up(sums: Tensor, out: Tensor, bias: Tensor | None = None, added: bool = False) -> Tensor:
-    """Add up the parts of a product from the first to the last, then the bias, round once, and return `out`,
-    which receives the result.
+    """Add up the parts of a product, write the result to `out`, and return `out`. The parts are added from
+    the first to the last, then the bias, then the values of `out` if `added`, all in fp32 with one rounding
+    at the end.
 
     sums: fp32 [parts, rows, outputs], the product as `sum_in_parts` returns it.
-    out: [rows, outputs], contiguous.
+    out: [rows, outputs], contiguous, receives the result.
     bias: [outputs]; None: none is added.
-    added: whether the result is added to `out`.
+    added: whether the result is added to what `out` holds. Otherwise, `out` is overwritten.
     """
     parts, rows, num_outputs = sums.shape
     with on_device_of(sums):
@@ -209,8 +210,9 @@ def sum_in_parts(
     norm: weight [inputs] and epsilon of an RMSNorm of x that is applied first, in a kernel of its own; None:
         no norm.
     tile: replaces the tile of `small_tile_for`; None: that one is used.
-    into: the sums of another product of the same sizes, to which these sums are added, in place. None: the
-        result is a new tensor.
+    into: fp32 [parts, rows, outputs], the sums of another product with as many rows, outputs and parts. The
+        sums of this product are added to these in place, and `into` is returned. None: the result is a new
+        tensor.
 
     Example: inputs 4, 2 parts, x [[a b c d]], weight [[1 1 1 1]] -> [[[a + b]], [[c + d]]].
     """
@@ -263,11 +265,11 @@ def _launch(
     weight: [outputs, inputs], contiguous; both halves of the outputs if gated.
     bias: [outputs], if `biased`; otherwise any tensor, which is not read.
     out: receives the product, [rows, outputs]. If the tile has several parts, it receives the sums over each
-        part instead, fp32 [parts, rows, outputs], and `biased`, `gated` and `added` must be False.
+        part instead, fp32 [parts, rows, outputs], and `biased` and `gated` must be False.
     tile: what one program multiplies at a time.
     biased: whether `bias` is added.
     gated: whether the product is gated.
-    added: whether the product is added to `out`.
+    added: whether the product, or the sums over each part, are added to `out`.
     """
     (rows, inputs) = x.shape
     num_outputs = out.shape[-1]
@@ -321,7 +323,7 @@ def _multiply(
     unmasked: whether tiles divide the matrix without a rest, so that loads of weights need no mask.
     biased: whether `bias` is added.
     gated: whether the product is gated.
-    added: whether the product is added to `out`.
+    added: whether the product, or the sums over each part, are added to `out`.
     divided: whether the inputs are divided into several parts.
     early: whether the device starts kernels early (see `launching`).
     """
