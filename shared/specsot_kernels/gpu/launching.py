@@ -10,11 +10,13 @@ early in the same way.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -298,8 +300,9 @@ def launch(
         _compiled[key] = launched
 
 
-# The number of each part of a specialization for which `kind_of` was asked. Nothing is ever removed.
-_kinds: dict[tuple[Any, ...], int] = {}
+# The number of each part of a specialization for which `kind_of` was asked. Nothing is ever removed. Two
+# threads that ask for a part at the same time may get different numbers, but no number stands for two parts.
+_kinds = defaultdict[tuple[Any, ...], int](count().__next__)
 
 
 def kind_of(*specialization: Any) -> int:
@@ -310,7 +313,7 @@ def kind_of(*specialization: Any) -> int:
 
     specialization: the part: what may differ between launches, see `launch`.
     """
-    return _kinds.setdefault(specialization, len(_kinds))
+    return _kinds[specialization]
 
 
 def array_specialization(*arrays: Tensor) -> tuple[Any, ...]:

@@ -418,7 +418,9 @@ class DraftPolicy(BudgetPolicy):
             cheapest = needed[can_gain].min() if can_gain.any() else self._regret.available + 1
             return max(self._regret.steps_until(float(cheapest)), LOOK_STEPS)
         level, node = np.unravel_index(np.argmax(np.where(allowed, rates, 0.0)), rates.shape)
-        min_baseline = self.costs.min_baseline(sequences) if isinstance(self.costs, DeviceCosts) else 0.0
+        min_baseline = (
+            min(self.costs.min_baseline(sequences), baseline) if isinstance(self.costs, DeviceCosts) else 0.0
+        )
         choice = self._choice
         # Tokens per second of each sequence: as expected from the choice, or as the mean gain so far says if
         # these are fewer. Steps without drafts write at most 1 / min_baseline.
