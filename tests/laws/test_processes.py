@@ -54,8 +54,7 @@ async def test_law_4_lost_members_change_nothing_while_another_member_can_take_o
         assert ran == {"worker-0": ranges["worker-0"], "worker-2": ranges["worker-1"]}
         with pytest.raises(Unavailable, match=r"worker-2.* after 3 s .* waiting for 1 of 2 workers"):
             await kill_at(fleet, 12, pids["worker-2"])
-        while not (await fleet.info()).ready:  # noqa: ASYNC110 - worker-0 takes all layers, a process
-            await asyncio.sleep(0.1)
+        await until_ready(fleet, said)  # worker-0 takes all layers, a process
         assert (await answer(fleet, **SHORT))[-1].event.text == undisturbed
 
 
@@ -75,10 +74,21 @@ async def missed_by_its_silence(fleet, frozen, said, undisturbed):
 
 
 async def until_said(said, pattern, before=0, count=1):
-    """Lines of processes come when they come."""
-    while len(found := [line for line in said[before:] if re.search(pattern, line)]) < count:  # noqa: ASYNC110
+    """Lines of processes come when they come, but within a minute."""
+    for _ in range(600):
+        if len(found := [line for line in said[before:] if re.search(pattern, line)]) >= count:
+            return found
         await asyncio.sleep(0.1)
-    return found
+    pytest.fail(f"{pattern!r} is not among the newest lines:\n" + "\n".join(said[-40:]))
+
+
+async def until_ready(fleet, said):
+    """A ring forms again within a minute."""
+    for _ in range(600):
+        if (await fleet.info()).ready:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("no ring formed; the newest lines:\n" + "\n".join(said[-40:]))
 
 
 @asynccontextmanager
