@@ -168,7 +168,7 @@ def begun_of(monkeypatch: pytest.MonkeyPatch, way: str) -> list[bool]:
 
 
 def test_plain_steps_go_on_at_once_where_some_end(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their length, or by a token that nobody foresaw. Only the prompts and the first trees are not."""
+    """By their length, or by a stop token. Only the steps of the prompts and of the first trees are not."""
     wanted, *_ = write(decoder, ahead=False, due={0: [opened(sequence) for sequence in LENGTHS]})
     stop = wanted[2][19]
     stopped = wanted[2].index(stop) + 1
